@@ -1,13 +1,13 @@
-"""Postgres's protocol byte by byte: what comes in pieces, is garbage, is cancelled, never ends, or is
-sent by somebody who does not read; and subscriptions.
+"""Postgres's protocol byte by byte: what comes in pieces, is garbage, is cancelled, or never
+ends; clients that do not read, and subscriptions.
 """
 
 import contextlib
+import datetime as dt
 import random
 import socket
 import ssl
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +16,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from headrace.serve.requests import Limits
 from tests.serve.postgres.conftest import Open, Site
@@ -368,11 +372,23 @@ def test_a_client_that_never_logs_in_is_ended(
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     directory = tmp_path_factory.mktemp("tls")
     key, file = directory / "key.pem", directory / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
-        + ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(file)],
-        check=True,
-        capture_output=True,
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(private, hashes.SHA256())
+    )
+    file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    key.write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
     return file, key
 

@@ -5,7 +5,7 @@
     extended   Parse, Bind, Describe, Execute, Close, Sync   after an error all is skipped to Sync
 
 Messages are handled one after the other. What takes time (a query, a subscription) is a task;
-meanwhile what the client sends waits, in a buffer that is bounded. Rows are written a few thousand
+meanwhile what the client sends waits, in a buffer that is bounded. ResultRows are written a few thousand
 at a time, and no faster than the client reads: one that reads nothing for `slow_s` is ended.
 """
 
@@ -27,7 +27,7 @@ from headrace.serve.channels import ServerClosing
 from headrace.serve.postgres import errors, messages
 from headrace.serve.postgres.errors import SqlError, error_message
 from headrace.serve.postgres.key_lookup import KeyLookups, KeyQuery, parse_key_query
-from headrace.serve.postgres.lexer import Statement, split
+from headrace.serve.postgres.lexer import SqlStatement, split
 from headrace.serve.postgres.messages import (
     CANCEL_REQUEST,
     GSS_REQUEST,
@@ -54,8 +54,8 @@ from headrace.serve.postgres.session import (
     Fetched,
     Outcome,
     Prepared,
-    Rows,
-    Session,
+    ResultRows,
+    PostgresSession,
     decode,
 )
 from headrace.serve.postgres.settings import REPORTED
@@ -128,8 +128,8 @@ class PostgresConnection(asyncio.Protocol):
         self._scram: ScramExchange | None = None
         self._startup_parameters: dict[str, str] = {}
         self._portals: dict[str, Portal] = {}
-        self._key_queries: dict[Statement, KeyQuery | None] = {}
-        self.session: Session | None = None
+        self._key_queries: dict[SqlStatement, KeyQuery | None] = {}
+        self.session: PostgresSession | None = None
         self.secret = secrets.randbits(31)
 
     # asyncio's protocol
@@ -164,7 +164,9 @@ class PostgresConnection(asyncio.Protocol):
         if self.session is not None:
             self._loop.create_task(self._close_session(self.session, self._task))
 
-    async def _close_session(self, session: Session, task: asyncio.Task[None] | None) -> None:
+    async def _close_session(
+        self, session: PostgresSession, task: asyncio.Task[None] | None
+    ) -> None:
         if task is not None:
             await asyncio.wait({task})
         await session.close()
@@ -390,7 +392,7 @@ class PostgresConnection(asyncio.Protocol):
                 f"connect to {database}",
             )
             return
-        session = self.session = Session(self._context.backend, role, database)
+        session = self.session = PostgresSession(self._context.backend, role, database)
         for name, value in self._startup_parameters.items():
             if name not in {"user", "database", "options", "replication"} and "." not in name[:5]:
                 with contextlib.suppress(SqlError):
@@ -439,7 +441,7 @@ class PostgresConnection(asyncio.Protocol):
         return True
 
     def _failed(self, error: HeadraceError) -> None:
-        """A statement failed: the client is told, and what belongs to it is skipped."""
+        """A statement failed: the client is reported, and what belongs to it is skipped."""
         assert self.session is not None
         self.session.fail()
         self._send(error_message(error, offset=getattr(error, "offset", 0)))
@@ -476,7 +478,7 @@ class PostgresConnection(asyncio.Protocol):
             return
         self._run(self._run_simple(statements))
 
-    def _answer_key_query(self, statement: Statement) -> bool:
+    def _answer_key_query(self, statement: SqlStatement) -> bool:
         assert self.session is not None
         query = parse_key_query(statement)
         if query is None or not self._may_look_up(query):
@@ -508,7 +510,7 @@ class PostgresConnection(asyncio.Protocol):
             and settings.at_tick is None
         )
 
-    async def _run_simple(self, statements: Sequence[Statement]) -> None:
+    async def _run_simple(self, statements: Sequence[SqlStatement]) -> None:
         assert self.session is not None
         for statement in statements:
             try:
@@ -523,7 +525,7 @@ class PostgresConnection(asyncio.Protocol):
         """Everything that a simple query answers for one statement."""
         if isinstance(outcome, Done):
             self._send_done(outcome)
-        elif isinstance(outcome, Rows):
+        elif isinstance(outcome, ResultRows):
             self._send(messages.row_description(describe(outcome.schema)))
             await self._send_rows(outcome.table, ())
             self._send(messages.command_complete(_tag(outcome)))
@@ -539,7 +541,8 @@ class PostgresConnection(asyncio.Protocol):
     def _send_done(self, outcome: Done) -> None:
         assert self.session is not None
         parts = [
-            messages.parameter_status(name, self.session.settings[name]) for name in outcome.told
+            messages.parameter_status(name, self.session.settings[name])
+            for name in outcome.reported
         ]
         if outcome.warning:
             warning = messages.error_response("WARNING", "01000", outcome.warning, kind=b"N")
@@ -591,7 +594,7 @@ class PostgresConnection(asyncio.Protocol):
             raise SqlError(
                 errors.SYNTAX_ERROR, "cannot insert multiple commands into a prepared statement"
             )
-        statement = statements[0] if statements else Statement("", (), 0)
+        statement = statements[0] if statements else SqlStatement("", (), 0)
         if not statement.is_empty:
             self.session.check_runnable(statement)
         if not name:
@@ -668,7 +671,7 @@ class PostgresConnection(asyncio.Protocol):
         if portal.outcome is None and not self._answers_key_portal(portal):
             portal.outcome = await self._outcome(portal)
         outcome = portal.outcome
-        if isinstance(outcome, Rows | Changes | Fetched):
+        if isinstance(outcome, ResultRows | Changes | Fetched):
             self._check_formats(portal, outcome.schema)
             self._send(messages.row_description(describe(outcome.schema, portal.formats)))
         else:
@@ -729,7 +732,7 @@ class PostgresConnection(asyncio.Protocol):
         if portal.outcome is None:
             portal.outcome = await self._outcome(portal)
         outcome = portal.outcome
-        if isinstance(outcome, Rows):
+        if isinstance(outcome, ResultRows):
             formats = self._formats_for(portal, outcome.table.num_columns)
             left = outcome.table.num_rows - portal.at
             count = left if limit <= 0 else min(limit, left)
@@ -790,7 +793,7 @@ _EXTENDED: dict[bytes, Callable[[PostgresConnection, MessageReader], None]] = {
 }
 
 
-def _tag(outcome: Rows, count: int | None = None) -> str:
+def _tag(outcome: ResultRows, count: int | None = None) -> str:
     number = outcome.table.num_rows if count is None else count
     return f"{outcome.word} {number}" if outcome.word in {"SELECT", "FETCH"} else outcome.word
 

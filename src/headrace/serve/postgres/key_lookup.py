@@ -24,7 +24,7 @@ from headrace.serve.postgres.lexer import (
     STRING,
     SYMBOL,
     WORD,
-    Statement,
+    SqlStatement,
     Token,
 )
 from headrace.serve.postgres.messages import BINARY, data_row
@@ -47,7 +47,7 @@ class KeyQuery:
     """The key's columns, what each is compared with, and whether that is negative."""
 
 
-def parse_key_query(statement: Statement) -> KeyQuery | None:
+def parse_key_query(statement: SqlStatement) -> KeyQuery | None:
     """Read a statement as a look-up by key; None if it is anything else."""
     tokens = statement.tokens
     if not 8 <= len(tokens) <= 200 or tokens[0].lowered != "select":

@@ -78,7 +78,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Statement:
+class SqlStatement:
     """One statement of a text, without the semicolon."""
 
     text: str
@@ -94,33 +94,33 @@ class Statement:
         """The first words, in lower case; empty texts for what is none."""
         return tuple(token.lowered for token in self.tokens[:count])
 
-    def from_token(self, number: int) -> Statement:
+    def from_token(self, number: int) -> SqlStatement:
         """What follows from a token on, as a statement of its own."""
         if number >= len(self.tokens):
-            return Statement("", (), self.start)
+            return SqlStatement("", (), self.start)
         cut = self.tokens[number].start
         shifted = tuple(
             Token(token.kind, token.text, token.start - cut, token.end - cut)
             for token in self.tokens[number:]
         )
-        return Statement(self.text[cut:], shifted, self.start + cut)
+        return SqlStatement(self.text[cut:], shifted, self.start + cut)
 
-    def between(self, first: int, last: int) -> Statement:
+    def between(self, first: int, last: int) -> SqlStatement:
         """The tokens from one number to before another, as a statement of its own."""
         if last <= first:
-            return Statement("", (), self.start)
+            return SqlStatement("", (), self.start)
         part = self.from_token(first)
         kept = part.tokens[: last - first]
-        return Statement(part.text[: kept[-1].end], kept, part.start)
+        return SqlStatement(part.text[: kept[-1].end], kept, part.start)
 
 
-def split(text: str) -> list[Statement]:
+def split(text: str) -> list[SqlStatement]:
     """The statements of a text; empty ones are left out.
 
     Raises:
         InputError: A string, a quoted name or a comment does not end.
     """
-    statements: list[Statement] = []
+    statements: list[SqlStatement] = []
     tokens: list[Token] = []
     for token in [*_tokens(text), Token(SYMBOL, ";", len(text), len(text))]:
         if token.kind == SYMBOL and token.text == ";":
@@ -132,12 +132,12 @@ def split(text: str) -> list[Statement]:
     return statements
 
 
-def _statement(text: str, tokens: Sequence[Token]) -> Statement:
+def _statement(text: str, tokens: Sequence[Token]) -> SqlStatement:
     start, end = tokens[0].start, tokens[-1].end
     moved = tuple(
         Token(token.kind, token.text, token.start - start, token.end - start) for token in tokens
     )
-    return Statement(text[start:end], moved, start)
+    return SqlStatement(text[start:end], moved, start)
 
 
 def _tokens(text: str) -> list[Token]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.serve.postgres import values
 from headrace.serve.postgres.errors import UNDEFINED_PARAMETER, SqlError
-from headrace.serve.postgres.lexer import PARAMETER, QUOTED, WORD, Statement, Token
+from headrace.serve.postgres.lexer import PARAMETER, QUOTED, WORD, SqlStatement, Token
 from headrace.serve.postgres.values import ARRAY_ELEMENTS, postgres_type
 
 MAX_PARAMETERS = 1_000
@@ -78,7 +78,7 @@ DUCKDB_TYPES = {
 _COMPARISONS = {"=", "<", ">", "!"}
 
 
-def parameter_numbers(statement: Statement) -> list[int]:
+def parameter_numbers(statement: SqlStatement) -> list[int]:
     """The numbers of the parameters in a statement, each once, in order.
 
     Raises:
@@ -91,7 +91,7 @@ def parameter_numbers(statement: Statement) -> list[int]:
 
 
 def parameter_types(
-    statement: Statement, given: Sequence[int], schemas: Iterable[pa.Schema]
+    statement: SqlStatement, given: Sequence[int], schemas: Iterable[pa.Schema]
 ) -> list[int]:
     """The type of each parameter of a statement.
 

@@ -12,7 +12,7 @@ from headrace.serve.postgres import errors, values
 from headrace.serve.postgres.catalogue_query import FUNCTIONS
 from headrace.serve.postgres.catalogue_tables import TABLES
 from headrace.serve.postgres.errors import SqlError
-from headrace.serve.postgres.lexer import PARAMETER, QUOTED, WORD, Statement, Token, split
+from headrace.serve.postgres.lexer import PARAMETER, QUOTED, WORD, SqlStatement, Token, split
 from headrace.serve.postgres.parameters import DUCKDB_TYPES
 
 _SQL_WORDS = TABLES | {
@@ -26,7 +26,7 @@ _SQL_WORDS = TABLES | {
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
 
 
-def column_name(name: str, statement: Statement) -> str:
+def column_name(name: str, statement: SqlStatement) -> str:
     """The name of a column that the query gives none, as Postgres would call it: DuckDB takes the
     whole expression.
     """
@@ -44,14 +44,14 @@ def column_name(name: str, statement: Statement) -> str:
     return function.removeprefix("to_") if function.startswith("to_reg") else function
 
 
-def mentions(statement: Statement, view: str) -> bool:
+def mentions(statement: SqlStatement, view: str) -> bool:
     return any(
         token.kind in {WORD, QUOTED} and token.name.lower() == view.lower()
         for token in statement.tokens
     )
 
 
-def is_about_catalogue(statement: Statement) -> bool:
+def is_about_catalogue(statement: SqlStatement) -> bool:
     """Whether a query asks for what there is, rather than for the rows of views."""
     for number, token in enumerate(statement.tokens):
         lowered = token.lowered
@@ -109,7 +109,7 @@ def _is_dot(tokens: Sequence[Token], at: int) -> bool:
 
 
 def with_parameters(
-    statement: Statement, types: Sequence[int], parameters: Sequence[Any]
+    statement: SqlStatement, types: Sequence[int], parameters: Sequence[Any]
 ) -> tuple[str, list[Any]]:
     """A query whose parameters have their types, and their values in order of number. A parameter
     that it does not use is left out.

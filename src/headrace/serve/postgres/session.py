@@ -35,7 +35,7 @@ from headrace.serve.postgres.lexer import (
     QUOTED,
     STRING,
     WORD,
-    Statement,
+    SqlStatement,
     Token,
     split,
 )
@@ -101,13 +101,13 @@ class Done:
     """A statement that gives no rows."""
 
     tag: str
-    told: tuple[str, ...] = ()
-    """The settings that it changed and that clients are told of."""
+    reported: tuple[str, ...] = ()
+    """The settings that it changed and that clients are reported of."""
     warning: str = ""
 
 
 @dataclass
-class Rows:
+class ResultRows:
     """The rows of a statement."""
 
     table: pa.Table
@@ -128,9 +128,9 @@ class Changes:
 
 @dataclass(frozen=True)
 class Copy:
-    """Rows, or a subscription, as lines of COPY."""
+    """ResultRows, or a subscription, as lines of COPY."""
 
-    source: Rows | Changes
+    source: ResultRows | Changes
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Fetched:
     messages: list[bytes]
 
 
-Outcome = Done | Rows | Changes | Copy | Fetched
+Outcome = Done | ResultRows | Changes | Copy | Fetched
 
 
 # What a session keeps
@@ -151,7 +151,7 @@ Outcome = Done | Rows | Changes | Copy | Fetched
 class Prepared:
     """A statement with a name, and the types of its parameters."""
 
-    statement: Statement
+    statement: SqlStatement
     types: tuple[int, ...]
     schema: pa.Schema | None
     """The columns of its rows; None if it has none."""
@@ -161,7 +161,7 @@ class Prepared:
 class Cursor:
     """A cursor over rows, or over a subscription."""
 
-    source: Rows | Changes
+    source: ResultRows | Changes
     at: int = 0
     following: AsyncGenerator[bytes, None] | None = None
     pending: bytearray = field(default_factory=bytearray)
@@ -169,7 +169,7 @@ class Cursor:
     """The part of a subscription that is being waited for, over several FETCHes."""
 
 
-class Session:
+class PostgresSession:
     """One session: its role, settings, statements, cursors and the state of its transaction."""
 
     def __init__(self, backend: Backend, role: Role, database: str) -> None:
@@ -199,7 +199,7 @@ class Session:
             if self.role.may_read(info.name)
         ]
 
-    def mentioned_views(self, statement: Statement) -> list[ViewInfo]:
+    def mentioned_views(self, statement: SqlStatement) -> list[ViewInfo]:
         """The views whose names are in a statement."""
         if statement.is_empty:
             return []
@@ -218,7 +218,7 @@ class Session:
 
     # Statements
 
-    def check_runnable(self, statement: Statement) -> None:
+    def check_runnable(self, statement: SqlStatement) -> None:
         """Refuse statements in a transaction that has failed, but for its end."""
         if self.status == FAILED and statement.words(1)[0] not in {
             "rollback",
@@ -238,7 +238,7 @@ class Session:
             self.status = FAILED
 
     async def execute(
-        self, statement: Statement, types: Sequence[int] = (), parameters: Sequence[Any] = ()
+        self, statement: SqlStatement, types: Sequence[int] = (), parameters: Sequence[Any] = ()
     ) -> Outcome:
         """Run one statement.
 
@@ -254,7 +254,7 @@ class Session:
         self.check_runnable(statement)
         word = statement.words(1)[0]
         if word in _QUERIES or statement.tokens[0].text == "(":
-            return Rows(await self.query(statement, types, parameters))
+            return ResultRows(await self.query(statement, types, parameters))
         if word in _TRANSACTIONS:
             return await self._transaction(statement, word)
         if word in _IGNORED:
@@ -265,7 +265,7 @@ class Session:
         outcome: Outcome = await act(self, statement, types, parameters)
         return outcome
 
-    def _refused(self, statement: Statement, word: str) -> SqlError:
+    def _refused(self, statement: SqlStatement, word: str) -> SqlError:
         if word in {"insert", "update", "delete", "create", "drop", "alter", "truncate", "merge"}:
             return SqlError(
                 errors.READ_ONLY,
@@ -280,7 +280,7 @@ class Session:
         )
 
     async def describe(
-        self, statement: Statement, given: Sequence[int]
+        self, statement: SqlStatement, given: Sequence[int]
     ) -> tuple[tuple[int, ...], pa.Schema | None]:
         """The types of a statement's parameters, and the columns of its rows, if it has rows."""
         if statement.is_empty:
@@ -301,7 +301,7 @@ class Session:
             self._described.popitem(last=False)
         return types, empty.schema
 
-    def _command_schema(self, statement: Statement, word: str) -> pa.Schema | None:
+    def _command_schema(self, statement: SqlStatement, word: str) -> pa.Schema | None:
         if word == "show":
             return pa.schema([pa.field(self._shown_name(statement), pa.string())])
         if word == "explain":
@@ -320,7 +320,7 @@ class Session:
 
     async def query(
         self,
-        statement: Statement,
+        statement: SqlStatement,
         types: Sequence[int],
         parameters: Sequence[Any],
         *,
@@ -373,7 +373,7 @@ class Session:
             [column_name(name, statement) for name in result.rows.schema.names]
         )
 
-    def _check_other_views(self, statement: Statement) -> None:
+    def _check_other_views(self, statement: SqlStatement) -> None:
         """Tell a view that the role may not read from one that does not exist."""
         for info in self._backend.stores.store().reader.views():
             if not self.role.may_read(info.name) and mentions(statement, info.name):
@@ -382,7 +382,7 @@ class Session:
                 )
 
     def _scope(
-        self, text: str, statement: Statement, infos: Sequence[ViewInfo]
+        self, text: str, statement: SqlStatement, infos: Sequence[ViewInfo]
     ) -> tuple[str, SqlScope]:
         """A query as DuckDB runs it, and what it may read."""
         names = frozenset(info.name for info in infos)
@@ -412,7 +412,7 @@ class Session:
 
     # Transactions: nothing is written, so that they only have to look right
 
-    async def _transaction(self, statement: Statement, word: str) -> Done:
+    async def _transaction(self, statement: SqlStatement, word: str) -> Done:
         words = statement.words(3)
         if word in {"begin", "start"}:
             warning = "" if self.status == IDLE else "there is already a transaction in progress"
@@ -440,7 +440,7 @@ class Session:
 
     # Settings
 
-    async def run_set(self, statement: Statement, *_: Any) -> Done:
+    async def run_set(self, statement: SqlStatement, *_: Any) -> Done:
         tokens = list(statement.tokens[1:])
         is_local = bool(tokens) and tokens[0].lowered == "local"
         if tokens and tokens[0].lowered in {"session", "local"} and len(tokens) > 1:
@@ -471,16 +471,16 @@ class Session:
         if is_local and self.status == IDLE:
             self.settings.check(name)
             return Done("SET", warning="SET LOCAL can only be used in transaction blocks")
-        told = self.settings.set(name, None if is_default else value, is_local=is_local)
-        return Done("SET", told=() if told is None else (told,))
+        reported = self.settings.set(name, None if is_default else value, is_local=is_local)
+        return Done("SET", reported=() if reported is None else (reported,))
 
-    async def run_reset(self, statement: Statement, *_: Any) -> Done:
+    async def run_reset(self, statement: SqlStatement, *_: Any) -> Done:
         if statement.words(2)[1:] == ("all",):
-            return Done("RESET", told=tuple(self.settings.reset()))
-        told = self.settings.set(self._shown_name(statement), None)
-        return Done("RESET", told=() if told is None else (told,))
+            return Done("RESET", reported=tuple(self.settings.reset()))
+        reported = self.settings.set(self._shown_name(statement), None)
+        return Done("RESET", reported=() if reported is None else (reported,))
 
-    def _shown_name(self, statement: Statement) -> str:
+    def _shown_name(self, statement: SqlStatement) -> str:
         words = [token.name for token in statement.tokens[1:] if token.text != "."]
         if words[:2] == ["time", "zone"]:
             return "TimeZone"
@@ -488,27 +488,28 @@ class Session:
             return "transaction_isolation"
         return ".".join(words)
 
-    async def run_show(self, statement: Statement, *_: Any) -> Rows:
+    async def run_show(self, statement: SqlStatement, *_: Any) -> ResultRows:
         name = self._shown_name(statement)
         if name == "all":
             items = sorted(self.settings.as_dict().items())
             columns = [[key for key, _ in items], [value for _, value in items]]
             names = ["name", "setting"]
-            return Rows(
+            return ResultRows(
                 pa.table([pa.array(column, pa.string()) for column in columns], names=names), "SHOW"
             )
         value = self.settings[name]
-        return Rows(pa.table([pa.array([value], pa.string())], names=[name]), "SHOW")
+        return ResultRows(pa.table([pa.array([value], pa.string())], names=[name]), "SHOW")
 
-    async def run_discard(self, statement: Statement, *_: Any) -> Done:
-        told: list[str] = []
+    async def run_discard(self, statement: SqlStatement, *_: Any) -> Done:
+        reported: list[str] = []
         if statement.words(2)[1:] == ("all",):
-            told = self.settings.reset()
+            reported = self.settings.reset()
             self.prepared.clear()
             for name in list(self.cursors):
                 await self._close_cursor(name)
         return Done(
-            "DISCARD ALL" if told or statement.words(2)[1:] == ("all",) else "DISCARD", tuple(told)
+            "DISCARD ALL" if reported or statement.words(2)[1:] == ("all",) else "DISCARD",
+            tuple(reported),
         )
 
     # Prepared statements
@@ -534,7 +535,7 @@ class Session:
             )
         return prepared
 
-    async def run_prepare(self, statement: Statement, *_: Any) -> Done:
+    async def run_prepare(self, statement: SqlStatement, *_: Any) -> Done:
         at = next((n for n, token in enumerate(statement.tokens) if token.lowered == "as"), 0)
         if at < 2 or at + 1 >= len(statement.tokens):
             raise SqlError(errors.SYNTAX_ERROR, "PREPARE name [(types)] AS statement")
@@ -543,7 +544,7 @@ class Session:
         self.keep_prepared(statement.tokens[1].name, Prepared(inner, types, schema))
         return Done("PREPARE")
 
-    async def run_execute(self, statement: Statement, *_: Any) -> Outcome:
+    async def run_execute(self, statement: SqlStatement, *_: Any) -> Outcome:
         if len(statement.tokens) < 2:
             raise SqlError(errors.SYNTAX_ERROR, "EXECUTE name [(values)]")
         prepared = self.prepared_statement(statement.tokens[1].name)
@@ -563,7 +564,7 @@ class Session:
         ]
         return await self.execute(prepared.statement, prepared.types, parameters)
 
-    async def run_deallocate(self, statement: Statement, *_: Any) -> Done:
+    async def run_deallocate(self, statement: SqlStatement, *_: Any) -> Done:
         name = statement.tokens[-1].name
         if statement.tokens[-1].lowered == "all":
             self.prepared.clear()
@@ -575,7 +576,7 @@ class Session:
     # Cursors
 
     async def run_declare(
-        self, statement: Statement, types: Sequence[int], parameters: Sequence[Any]
+        self, statement: SqlStatement, types: Sequence[int], parameters: Sequence[Any]
     ) -> Done:
         at = next((n for n, token in enumerate(statement.tokens) if token.lowered == "for"), 0)
         words = [token.lowered for token in statement.tokens[:at]]
@@ -598,19 +599,19 @@ class Session:
                 errors.LIMIT_EXCEEDED, f"there are {MAX_CURSORS} cursors", fix="CLOSE some."
             )
         source = await self.execute(statement.from_token(at + 1), types, parameters)
-        if not isinstance(source, Rows | Changes):
+        if not isinstance(source, ResultRows | Changes):
             raise SqlError(errors.SYNTAX_ERROR, "a cursor is for a query or a subscription")
         self.cursors[name] = Cursor(source)
         if holds:
             self._held.add(name)
         return Done("DECLARE CURSOR")
 
-    def _cursor_name(self, statement: Statement) -> str:
+    def _cursor_name(self, statement: SqlStatement) -> str:
         named = [token for token in statement.tokens if token.kind in {WORD, QUOTED}]
         at = next((n for n, token in enumerate(named) if token.lowered == "with"), len(named))
         return named[at - 1].name
 
-    async def run_fetch(self, statement: Statement, *_: Any) -> Outcome:
+    async def run_fetch(self, statement: SqlStatement, *_: Any) -> Outcome:
         cursor = self._cursor(self._cursor_name(statement))
         wanted = _fetch_count(statement)
         if isinstance(cursor.source, Changes):
@@ -621,10 +622,10 @@ class Session:
         cursor.at += taken
         if statement.words(1)[0] == "move":
             return Done(f"MOVE {taken}")
-        return Rows(rows, "FETCH")
+        return ResultRows(rows, "FETCH")
 
     async def _fetch_changes(self, cursor: Cursor, wanted: int | None, timeout_s: float) -> Fetched:
-        """Rows of a subscription: those that are there, or that come in time."""
+        """ResultRows of a subscription: those that are there, or that come in time."""
         assert isinstance(cursor.source, Changes)
         if cursor.following is None:
             formats = (TEXT,) * len(cursor.source.schema)
@@ -655,7 +656,7 @@ class Session:
             raise SqlError(errors.INVALID_CURSOR, f'cursor "{name[:80]}" does not exist')
         return cursor
 
-    async def run_close(self, statement: Statement, *_: Any) -> Done:
+    async def run_close(self, statement: SqlStatement, *_: Any) -> Done:
         if statement.tokens[-1].lowered == "all":
             for name in list(self.cursors):
                 await self._close_cursor(name)
@@ -676,10 +677,10 @@ class Session:
 
     # Subscriptions and COPY
 
-    async def run_subscribe(self, statement: Statement, *_: Any) -> Changes:
+    async def run_subscribe(self, statement: SqlStatement, *_: Any) -> Changes:
         return self._subscribe_request(statement)
 
-    def _subscribe_request(self, statement: Statement) -> Changes:
+    def _subscribe_request(self, statement: SqlStatement) -> Changes:
         match = _SUBSCRIBE.fullmatch(statement.text)
         if match is None:
             raise SqlError(
@@ -704,7 +705,7 @@ class Session:
         return follow_view(changes.request, encoding, self._backend.stores, self._backend.hub)
 
     async def run_copy(
-        self, statement: Statement, types: Sequence[int], parameters: Sequence[Any]
+        self, statement: SqlStatement, types: Sequence[int], parameters: Sequence[Any]
     ) -> Copy:
         match = _COPY.fullmatch(statement.text)
         if match is None:
@@ -713,15 +714,15 @@ class Session:
                 "Only COPY (query) TO STDOUT and COPY view TO STDOUT are supported, in text.",
             )
         inner = match["query"] or f"SELECT {match['columns'] or '*'} FROM {match['table']}"  # noqa: S608 - checked as any query
-        (parsed,) = split(inner) or [Statement("", (), 0)]
+        (parsed,) = split(inner) or [SqlStatement("", (), 0)]
         if parsed.is_empty:
             raise SqlError(errors.SYNTAX_ERROR, "COPY has no query")
         source = await self.execute(parsed, types, parameters)
-        if not isinstance(source, Rows | Changes):
+        if not isinstance(source, ResultRows | Changes):
             raise SqlError(errors.SYNTAX_ERROR, "COPY takes a query or a subscription")
         return Copy(source)
 
-    async def run_explain(self, statement: Statement, *_: Any) -> Rows:
+    async def run_explain(self, statement: SqlStatement, *_: Any) -> ResultRows:
         at = 1
         while statement.words(at + 1)[-1:] in {("analyze",), ("verbose",)}:
             at += 1
@@ -737,24 +738,24 @@ class Session:
         lines += [
             f"  ->  view {info.name} at tick {info.tick}" for info in self.mentioned_views(inner)
         ]
-        return Rows(pa.table([pa.array(lines, pa.string())], names=["QUERY PLAN"]), "EXPLAIN")
+        return ResultRows(pa.table([pa.array(lines, pa.string())], names=["QUERY PLAN"]), "EXPLAIN")
 
 
 _STATEMENTS: Mapping[str, Any] = {
-    "set": Session.run_set,
-    "reset": Session.run_reset,
-    "show": Session.run_show,
-    "discard": Session.run_discard,
-    "prepare": Session.run_prepare,
-    "execute": Session.run_execute,
-    "deallocate": Session.run_deallocate,
-    "declare": Session.run_declare,
-    "fetch": Session.run_fetch,
-    "move": Session.run_fetch,
-    "close": Session.run_close,
-    "subscribe": Session.run_subscribe,
-    "copy": Session.run_copy,
-    "explain": Session.run_explain,
+    "set": PostgresSession.run_set,
+    "reset": PostgresSession.run_reset,
+    "show": PostgresSession.run_show,
+    "discard": PostgresSession.run_discard,
+    "prepare": PostgresSession.run_prepare,
+    "execute": PostgresSession.run_execute,
+    "deallocate": PostgresSession.run_deallocate,
+    "declare": PostgresSession.run_declare,
+    "fetch": PostgresSession.run_fetch,
+    "move": PostgresSession.run_fetch,
+    "close": PostgresSession.run_close,
+    "subscribe": PostgresSession.run_subscribe,
+    "copy": PostgresSession.run_copy,
+    "explain": PostgresSession.run_explain,
 }
 _CATALOGUE_FUNCTIONS = frozenset({"unnest", "struct_pack", "list_transform", "regexp_matches"})
 _SUBSCRIBE = re.compile(
@@ -786,7 +787,7 @@ def decode(oid: int, data: bytes | None, form: int = 0) -> Any:
         raise SqlError(errors.INVALID_TEXT, f"invalid value of a parameter: {error}") from None
 
 
-def _fetch_count(statement: Statement) -> int | None:
+def _fetch_count(statement: SqlStatement) -> int | None:
     """How many rows FETCH or MOVE takes; None for all."""
     words = [token for token in statement.tokens[1:] if token.text != ","]
     lowered = [token.lowered for token in words]
@@ -809,7 +810,7 @@ def _fetch_count(statement: Statement) -> int | None:
     return 1
 
 
-def _fetch_timeout_s(statement: Statement) -> float:
+def _fetch_timeout_s(statement: SqlStatement) -> float:
     """FETCH … WITH (timeout = '2s'): how long it waits for a first row; a second if it is not
     said.
     """
