@@ -5,7 +5,7 @@
     extended   Parse, Bind, Describe, Execute, Close, Sync   after an error all is skipped to Sync
 
 Messages are handled one after the other. What takes time (a query, a subscription) is a task;
-meanwhile what the client sends waits, in a buffer that is bounded. ResultRows are written a few thousand
+meanwhile what the client sends waits, in a buffer that is bounded. Rows are written a few thousand
 at a time, and no faster than the client reads: one that reads nothing for `slow_s` is ended.
 """
 
@@ -53,9 +53,9 @@ from headrace.serve.postgres.session import (
     Done,
     Fetched,
     Outcome,
+    PostgresSession,
     Prepared,
     ResultRows,
-    PostgresSession,
     decode,
 )
 from headrace.serve.postgres.settings import REPORTED
@@ -118,6 +118,7 @@ class PostgresConnection(asyncio.Protocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._deadline: asyncio.TimerHandle | None = None
+        self._unsent: list[bytes] = []
         self._is_closed = False
         self._is_cancelled = False
         self._is_reading = True
@@ -238,11 +239,21 @@ class PostgresConnection(asyncio.Protocol):
     # Writing
 
     def _send(self, *parts: bytes) -> None:
-        if not self._is_closed and self._transport is not None:
-            self._transport.write(b"".join(parts) if len(parts) > 1 else parts[0])
+        """Send messages. What is sent in one turn of the event loop is written at once."""
+        if self._is_closed:
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._write)
+        self._unsent += parts
+
+    def _write(self) -> None:
+        parts, self._unsent = self._unsent, []
+        if parts and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(parts))
 
     async def _drain(self) -> None:
         """Wait until the client has read enough. One that does not read is ended."""
+        self._write()
         if self._can_write.is_set():
             if self._is_closed:
                 raise asyncio.CancelledError
@@ -259,6 +270,7 @@ class PostgresConnection(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
+        self._write()
         self._is_closed = True
         if self._transport is not None:
             if self._transport.get_write_buffer_size() > _WRITE_BYTES:
@@ -303,6 +315,7 @@ class PostgresConnection(asyncio.Protocol):
         if len(self._buffer):  # sent in the clear before encryption: from somebody in between
             raise ProtocolError("data came before TLS was agreed on")
         self._send(b"S")
+        self._write()  # in the clear, before what follows
         self._pause()
         self._run(self._start_tls(self._context.tls))
 
@@ -441,7 +454,7 @@ class PostgresConnection(asyncio.Protocol):
         return True
 
     def _failed(self, error: HeadraceError) -> None:
-        """A statement failed: the client is reported, and what belongs to it is skipped."""
+        """A statement failed: send its error, and what belongs to it is skipped."""
         assert self.session is not None
         self.session.fail()
         self._send(error_message(error, offset=getattr(error, "offset", 0)))
@@ -655,8 +668,12 @@ class PostgresConnection(asyncio.Protocol):
             cursor = self.session.cursors.get(name)
             if name not in self._portals and cursor is not None:  # of DECLARE
                 self._send(messages.row_description(describe(cursor.source.schema)))
+                return
+            portal = self._portal(name)
+            if portal.outcome is None and self._answers_key_portal(portal):
+                self._describe_rows(portal)
             else:
-                self._run(self._describe_portal(self._portal(name)))
+                self._run(self._describe_portal(portal))
         else:
             raise ProtocolError("a description is of a statement or a portal")
 
@@ -668,11 +685,14 @@ class PostgresConnection(asyncio.Protocol):
 
     async def _describe_portal(self, portal: Portal) -> None:
         """Run the portal's query, since its rows are the surest way to know their columns."""
-        if portal.outcome is None and not self._answers_key_portal(portal):
+        if portal.outcome is None:
             portal.outcome = await self._outcome(portal)
+        self._describe_rows(portal)
+
+    def _describe_rows(self, portal: Portal) -> None:
         outcome = portal.outcome
         if isinstance(outcome, ResultRows | Changes | Fetched):
-            self._check_formats(portal, outcome.schema)
+            self._formats_for(portal, len(outcome.schema))
             self._send(messages.row_description(describe(outcome.schema, portal.formats)))
         else:
             self._send(messages.NO_DATA)
@@ -701,9 +721,6 @@ class PostgresConnection(asyncio.Protocol):
         if len(portal.formats) not in {0, 1, count}:
             raise SqlError(errors.PROTOCOL_VIOLATION, "bind message has wrong formats")
         return column_formats(portal.formats, count)
-
-    def _check_formats(self, portal: Portal, schema: pa.Schema) -> None:
-        self._formats_for(portal, len(schema))
 
     async def _outcome(self, portal: Portal) -> Outcome | None:
         assert self.session is not None

@@ -181,7 +181,7 @@ def command_complete(tag: str) -> bytes:
 
 @dataclass(frozen=True)
 class ColumnDescription:
-    """One column of a result, as clients are reported of it."""
+    """One column of a result, as it is described to clients."""
 
     name: str
     oid: int

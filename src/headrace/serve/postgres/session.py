@@ -102,7 +102,7 @@ class Done:
 
     tag: str
     reported: tuple[str, ...] = ()
-    """The settings that it changed and that clients are reported of."""
+    """The settings that it changed and that are reported to clients."""
     warning: str = ""
 
 
@@ -128,7 +128,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Copy:
-    """ResultRows, or a subscription, as lines of COPY."""
+    """Rows, or a subscription, as lines of COPY."""
 
     source: ResultRows | Changes
 
@@ -625,7 +625,7 @@ class PostgresSession:
         return ResultRows(rows, "FETCH")
 
     async def _fetch_changes(self, cursor: Cursor, wanted: int | None, timeout_s: float) -> Fetched:
-        """ResultRows of a subscription: those that are there, or that come in time."""
+        """Rows of a subscription: those that are there, or that come in time."""
         assert isinstance(cursor.source, Changes)
         if cursor.following is None:
             formats = (TEXT,) * len(cursor.source.schema)

@@ -41,7 +41,7 @@ REPORTED = (
     "default_transaction_read_only",
     "in_hot_standby",
 )
-"""What clients are reported of at the start, and when it changes."""
+"""What is reported to clients at the start, and when it changes."""
 _FIXED = {
     "server_version": SERVER_VERSION,
     "server_version_num": "150000",
@@ -130,7 +130,7 @@ class SessionSettings:
 
     def set(self, name: str, value: str | None, *, is_local: bool = False) -> str | None:
         """Set a setting, None to its default; with `is_local` until the end of the transaction.
-        Returns its name if clients are to be reported.
+        Returns its name if it is to be reported to clients.
         """
         known = self._known(name)
         if known in self._fixed:
@@ -152,7 +152,7 @@ class SessionSettings:
         self._before_local.clear()
 
     def reset(self) -> list[str]:
-        """Set all settings to their defaults. Returns those that clients are to be reported of."""
+        """Set all settings to their defaults. Returns those that are to be reported to clients."""
         names = [self.set(name, None) for name in self._values if name != "application_name"]
         return [name for name in names if name is not None]
 

@@ -137,7 +137,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def describe(schema: pa.Schema, formats: Sequence[int] = ()) -> list[ColumnDescription]:
-    """What clients are reported of the columns of a result, with the format of each."""
+    """How the columns of a result are described to clients, with the format of each."""
     columns = []
     for field, chosen in zip(schema, column_formats(formats, len(schema)), strict=True):
         kind = postgres_type(field.type)
