@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 KAFKA = "kafka://localhost:9092"
 POSTGRES = "postgresql://shop@localhost/shop"
-PORTS = ("8765", "8766")
+PORTS = ("8765", "8766", "54320")
 # Its commands start a cluster of several processes: tests/e2e/test_cluster.py does that. Here they
 # are only held against what the command takes.
 NEEDS_A_CLUSTER = "how-to/cluster.md"

@@ -169,6 +169,9 @@ class TableSource:
     def objects(self, rows: pa.Table) -> list[str]:
         return row_objects(rows)
 
+    def heartbeat(self, _id: str) -> bytes:
+        return b""
+
     def encode(self, _id: str, objects: Sequence[str]) -> bytes:
         return f"[{','.join(objects)}]".encode()
 

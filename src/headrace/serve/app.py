@@ -31,6 +31,7 @@ from headrace.serve.dashboard import PAGE_PATHS, Dashboard, page_routes
 from headrace.serve.lookups import LookupMiddleware, RowLookups
 from headrace.serve.metrics import render_metrics
 from headrace.serve.openapi import description
+from headrace.serve.postgres.listener import PostgresListener
 from headrace.serve.read_your_writes import OffsetWaiter
 from headrace.serve.redaction import redact_responses
 from headrace.serve.requests import Limits, ReadPool, RequestParameters
@@ -54,8 +55,15 @@ class Service:
     hub: Hub
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, state: Path, log: Log | None, limits: Limits) -> None:
+    def __init__(
+        self,
+        state: Path,
+        log: Log | None,
+        limits: Limits,
+        postgres: PostgresListener | None = None,
+    ) -> None:
         self.limits = limits
+        self.postgres = postgres
         self.log = log
         self.stores = ViewStores(state)
         self.lookups = RowLookups(self.stores)
@@ -76,11 +84,15 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.hub = Hub(self.limits)
         self.hub.start()
+        if self.postgres is not None:
+            await self.postgres.start(self)
         sampling = asyncio.create_task(self._sample_dashboard())
         try:
             yield
         finally:
             sampling.cancel()
+            if self.postgres is not None:
+                await self.postgres.close()
             await self.ask_handler.close()
             await self.hub.close()
             self.reads.close()

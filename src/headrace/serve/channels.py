@@ -77,11 +77,14 @@ class EventSource(Protocol):
 
     def id(self, position: Position) -> str: ...
 
-    def objects(self, rows: pa.Table) -> list[str]:
-        """The rows as JSON objects."""
+    def objects(self, rows: pa.Table) -> list[Any]:
+        """The rows as they are sent, such as JSON objects."""
 
-    def encode(self, id: str, objects: Sequence[str]) -> bytes:
+    def encode(self, id: str, objects: Sequence[Any]) -> bytes:
         """An event with some rows."""
+
+    def heartbeat(self, id: str) -> bytes:
+        """What is sent from time to time if there is no event; nothing if it is empty."""
 
 
 class SourceReset(Exception):
@@ -244,7 +247,7 @@ class Channel:
                     raise self.end
                 if heartbeats != self._heartbeats:
                     heartbeats = self._heartbeats
-                    yield f": heartbeat\nid: {self.source.id(self.position)}\n\n".encode()
+                    yield self.source.heartbeat(self.source.id(self.position))
                     continue
                 waiting = asyncio.get_running_loop().create_future()
                 listeners.waiting.append(waiting)
@@ -462,6 +465,10 @@ def encode_event(kind: str, data: str, id: str | None = None) -> bytes:
     """One server-sent event. JSON text has no line breaks, so its data is one line."""
     id_line = f"id: {id}\n" if id is not None else ""
     return f"event: {kind}\n{id_line}data: {data}\n\n".encode()
+
+
+def encode_heartbeat(id: str) -> bytes:
+    return f": heartbeat\nid: {id}\n\n".encode()
 
 
 class EventStream:

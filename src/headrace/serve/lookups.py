@@ -59,6 +59,11 @@ class RowLookups:
             raise NoSuchRow(name, texts, lookup.tick)
         return f'{{{cached.response_head()},"row":{row}}}'.encode()
 
+    def lookup(self, name: str) -> tuple[ViewLocation, Lookup]:
+        """The look-up of a view, as of its newest commit, and where the view is stored."""
+        cached = self._refreshed_lookup(name)
+        return cached.location, cached.lookup
+
     def _refreshed_lookup(self, name: str) -> _CachedLookup:
         """The look-up of a view, as of its newest commit."""
         cached, served_stamp = self._cache.get(name), self._stores.served_stamp()

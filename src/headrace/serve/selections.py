@@ -20,6 +20,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -132,8 +133,8 @@ class RowSelection:
 def evaluate(
     rows: pa.Table,
     selections: Collection[RowSelection],
-    objects: Callable[[pa.Table], list[str]],
-) -> dict[RowSelection, list[str]]:
+    objects: Callable[[pa.Table], list[Any]],
+) -> dict[RowSelection, list[Any]]:
     """The rows that each selection selects, as JSON objects; selections without any are left out.
 
     Args:
@@ -142,7 +143,7 @@ def evaluate(
         objects: Encodes rows, one object each.
 
     """
-    found: dict[RowSelection, list[str]] = {}
+    found: dict[RowSelection, list[Any]] = {}
     by_columns: dict[tuple[str, ...], list[RowSelection]] = defaultdict(list)
     for selection in selections:
         columns = tuple(column for column, _ in selection.equal)
@@ -156,8 +157,8 @@ def evaluate(
 
 
 def _evaluate_equal(
-    rows: pa.Table, group: Sequence[RowSelection], objects: Callable[[pa.Table], list[str]]
-) -> dict[RowSelection, list[str]]:
+    rows: pa.Table, group: Sequence[RowSelection], objects: Callable[[pa.Table], list[Any]]
+) -> dict[RowSelection, list[Any]]:
     """`evaluate` for selections that compare the same columns for equality."""
     wanted = _wanted_keys(rows, group)
     index = pc.unique(wanted)
@@ -173,7 +174,7 @@ def _evaluate_equal(
     numbers = numbers[positions]
     starts = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1])
     texts = objects(_selected(rows, positions, as_changes=group[0].as_changes, group_starts=starts))
-    found: dict[RowSelection, list[str]] = {}
+    found: dict[RowSelection, list[Any]] = {}
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(positions)], strict=True):
         for selection in by_number[int(numbers[start])]:
             if not selection.conditions:

@@ -19,6 +19,7 @@ from headrace.http.server import HttpServer, PortTaken, listen
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.serve.app import Service, make_app
+from headrace.serve.postgres.listener import PostgresListener, PostgresOptions
 from headrace.serve.requests import Limits
 
 LOOPBACK = "127.0.0.1"
@@ -44,6 +45,12 @@ class Server(HttpServer):
         self.service = service
         self._own_log = own_log
 
+    @property
+    def postgres_address(self) -> str | None:
+        """Where Postgres's clients connect to, if they can."""
+        listener = self.service.postgres
+        return None if listener is None else listener.address
+
     def stop(self) -> None:
         self.service.end_streams()
         super().stop()
@@ -59,6 +66,7 @@ def start(
     host: str = LOOPBACK,
     token: str | None = None,
     limits: Limits | None = None,
+    postgres: PostgresOptions | None = None,
 ) -> Server:
     """Start a server for the views of a state directory.
 
@@ -70,9 +78,10 @@ def start(
         host: The address to listen on.
         token: The token that requests must send; required if `host` is not this machine.
         limits: The server's bounds, if not the defaults.
+        postgres: How the views are served by Postgres's protocol too, if they are.
 
     Returns:
-        The running server, with its `address`.
+        The running server, with its `address`, and the `postgres_address` if there is one.
 
     Raises:
         ConfigurationError: The host needs a token, or the log cannot be opened.
@@ -84,10 +93,13 @@ def start(
     check_listening(host, token)
     chosen = limits or Limits()
     listening = listen(host, port, peer_timeout_s=chosen.slow_s)
+    listener = None
     try:
+        if postgres is not None:
+            listener = PostgresListener(postgres, token, slow_s=chosen.slow_s)
         opened = _open(log) if isinstance(log, str) else log
         server = Server(
-            Service(Path(state), opened, chosen),
+            Service(Path(state), opened, chosen, listener),
             listening,
             host=host,
             token=token,
@@ -96,6 +108,8 @@ def start(
         server.start()
     except BaseException:
         listening.close()
+        if listener is not None:
+            listener.release()
         raise
     return server
 

@@ -19,7 +19,7 @@ import re
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
@@ -27,7 +27,14 @@ from starlette.concurrency import run_in_threadpool
 from headrace.columnar.columns import CHANGE_TYPE
 from headrace.errors import ChangesGone, InputError, OffsetOutOfRange, UnknownView
 from headrace.log.api import Log
-from headrace.serve.channels import Channel, Hub, SourceReset, StreamEvent, encode_event
+from headrace.serve.channels import (
+    Channel,
+    Hub,
+    SourceReset,
+    StreamEvent,
+    encode_event,
+    encode_heartbeat,
+)
 from headrace.serve.requests import json_quote, row_objects, rows_json
 from headrace.serve.selections import RowSelection
 from headrace.serve.stores import ViewLocation, ViewStores
@@ -195,11 +202,14 @@ class ViewEventSource:
     def id(self, position: int) -> str:
         return self.location.event_id(position)
 
-    def objects(self, rows: pa.Table) -> list[str]:
+    def objects(self, rows: pa.Table) -> list[Any]:
         names = [CHANGE_TYPE, *(name for name in rows.schema.names if name != CHANGE_TYPE)]
         return row_objects(rows.select(names))
 
-    def encode(self, id: str, objects: Sequence[str]) -> bytes:
+    def heartbeat(self, id: str) -> bytes:
+        return encode_heartbeat(id)
+
+    def encode(self, id: str, objects: Sequence[Any]) -> bytes:
         tick = id.rpartition(":")[2]
         return encode_event("changes", f'{{"tick":{tick},"changes":[{",".join(objects)}]}}', id)
 
@@ -341,6 +351,9 @@ class TopicEventSource:
 
     def objects(self, rows: pa.Table) -> list[str]:
         return row_objects(rows)
+
+    def heartbeat(self, id: str) -> bytes:
+        return encode_heartbeat(id)
 
     def encode(self, id: str, objects: Sequence[str]) -> bytes:
         return encode_event("rows", f'{{"topic":"{self.topic}","rows":[{",".join(objects)}]}}', id)

@@ -527,7 +527,7 @@ def _float_text(array: pa.Array) -> pa.StringArray:
     return text
 
 
-def _plain_decimal(array: pa.Array) -> pa.StringArray:
+def plain_decimal(array: pa.Array) -> pa.StringArray:
     """Digits with exactly the column's scale, never an exponent."""
     text = array.cast(pa.string())
     scientific = pc.match_substring(text, "E")
@@ -638,7 +638,7 @@ _ENCODERS: tuple[
     (pa.types.is_date, _date_text),
     (pa.types.is_time, _time_text),
     (pa.types.is_duration, _duration_text),
-    (pa.types.is_decimal, lambda array: _quote(_plain_decimal(array))),
+    (pa.types.is_decimal, lambda array: _quote(plain_decimal(array))),
     (pa.types.is_binary, lambda array: _quote(_base64(array))),
     (pa.types.is_null, lambda array: pa.nulls(len(array), pa.string())),
     (pa.types.is_struct, _struct_text),

@@ -111,13 +111,22 @@ class Lookup:
 
     def row_json(self, stored_key: Sequence[Any]) -> str | None:
         """The row of a key as JSON, if there is one."""
-        with translate_errors(self.path):
-            row = self._db.execute(self._statement, stored_key).fetchone()
+        row = self.stored_row(stored_key)
         if row is None:
             return None
         return self._row_template % tuple(
             [encode(value) for encode, value in zip(self._encoders, row, strict=True)]
         )
+
+    def stored_row(self, stored_key: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The row of a key as it is stored, if there is one."""
+        with translate_errors(self.path):
+            row: tuple[Any, ...] | None = self._db.execute(self._statement, stored_key).fetchone()
+        return row
+
+    def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        """Stored rows, converted to the view's types."""
+        return self._table.batch(rows)
 
     def parse_plain_key(self, texts: Sequence[str]) -> list[Any] | None:
         r"""The stored form of a key given as texts, if all its columns are STRING or BIGINT and no

@@ -50,6 +50,12 @@ class QueryRequest:
     max_rows: int
     max_bytes: int
     memory_bytes: int
+    script: list[str]
+    """Statements that make other tables and functions for this query alone."""
+    tables: list[str]
+    functions: list[str]
+    only_schema: bool = False
+    """Whether only the columns are wanted, and no rows."""
 
 
 def set_limits(request: QueryRequest, deadline: float) -> None:
@@ -76,7 +82,11 @@ def execute(
     replica.undo(past)
     try:
         (parsed,) = db.execute("SELECT json_serialize_sql(?)", [request.query]).fetchall()[0]
-        check_statement(json.loads(parsed), views)
+        check_statement(
+            json.loads(parsed), views, tables=request.tables, functions=request.functions
+        )
+        for statement in request.script:
+            db.execute(statement)
     except RecursionError:
         raise _too_deep() from None
     except duckdb.Error as error:
@@ -94,7 +104,7 @@ def execute(
     timer.daemon = True
     timer.start()
     try:
-        return _rows(db, request)
+        return _columns(db, request) if request.only_schema else _rows(db, request)
     except duckdb.InterruptException:
         raise took_too_long(request.timeout_s) from None
     except (duckdb.OutOfMemoryException, MemoryError):
@@ -141,7 +151,16 @@ def _rows(db: duckdb.DuckDBPyConnection, request: QueryRequest) -> pa.Table:
                 fix="select fewer columns, add a LIMIT, or aggregate.",
             )
         batches.append(batch)
-    return _with_own_types(pa.Table.from_batches(batches, reader.schema), kinds)
+    return _with_own_types(pa.Table.from_batches(batches, reader.schema), kinds, request)
+
+
+def _columns(db: duckdb.DuckDBPyConnection, request: QueryRequest) -> pa.Table:
+    """No rows, with the columns that the query would give."""
+    described = db.execute(f"DESCRIBE {request.query}", request.parameters).fetchall()
+    result = db.execute(f"SELECT * FROM ({request.query}) LIMIT 0", request.parameters)  # noqa: S608
+    kinds = [str(column[1]) for column in result.description]
+    empty = _with_own_types(result.to_arrow_table(), kinds, request)
+    return empty.rename_columns([name for name, *_ in described])
 
 
 # Errors
@@ -181,12 +200,19 @@ _INTEGERS = {
     pa.uint64(): pa.int64(),
 }
 _HUGE = ("HUGEINT", "UHUGEINT")
+_NUMBERS_OF_OBJECTS = ("UINTEGER", "UINTEGER[]")
 
 
-def _with_own_types(rows: pa.Table, kinds: Sequence[str]) -> pa.Table:
-    """Columns with the types of Headrace: sums of whole numbers are BIGINT, as in Spark."""
+def _with_own_types(rows: pa.Table, kinds: Sequence[str], request: QueryRequest) -> pa.Table:
+    """Columns with the types of Headrace: sums of whole numbers are BIGINT, as in Spark. Of tables
+    that the request's script makes, UINTEGER columns keep their type.
+    """
     columns, fields = [], []
     for column, field, kind in zip(rows.columns, rows.schema, kinds, strict=True):
+        if request.script and kind in _NUMBERS_OF_OBJECTS:
+            columns.append(column)
+            fields.append(field)
+            continue
         target = pa.int64() if kind in _HUGE else _own_type(field.type, field.name, kind)
         try:
             columns.append(_converted(column, target))

@@ -63,6 +63,8 @@ class _Query:
     path: Path
     request: QueryRequest
     ticks: dict[str, int] | None
+    only_views: frozenset[str] | None
+    """The views that it may read, if not all."""
     deadline: float
     waits_for: list[str] = field(default_factory=list)
 
@@ -96,6 +98,8 @@ class _QueryProcess:
                     if key.fileobj is self._wake_up:
                         with contextlib.suppress(BlockingIOError):
                             self._wake_up.recv(4_096)
+                    elif key.fileobj is not self._control:
+                        self._cancel(key.data)
                     elif not self._receive():
                         return
                 self._reap()
@@ -132,6 +136,10 @@ class _QueryProcess:
                 max_rows=head["max_rows"],
                 max_bytes=head["max_bytes"],
                 memory_bytes=head["memory_bytes"],
+                script=head["script"],
+                tables=head["tables"],
+                functions=head["functions"],
+                only_schema=head["only_schema"],
             )
         except (OSError, EOFError):
             connection.close()
@@ -142,6 +150,7 @@ class _QueryProcess:
                 path=Path(head["path"]),
                 request=request,
                 ticks=head["ticks"],
+                only_views=None if head["views"] is None else frozenset(head["views"]),
                 deadline=time.monotonic() + request.timeout_s,
             )
         )
@@ -170,7 +179,11 @@ class _QueryProcess:
         """
         replica = self._replica(query.path)
         with replica.reader.snapshot() as snap:
-            views = {info.name: info.tick for info in snap.views()}
+            views = {
+                info.name: info.tick
+                for info in snap.views()
+                if query.only_views is None or info.name in query.only_views
+            }
             mentioned = [name for name in views if mentions(query.request.query, name)]
             query.waits_for = replica.outdated(snap, mentioned)
             if query.waits_for:
@@ -200,7 +213,13 @@ class _QueryProcess:
             finally:
                 os._exit(0)
         self._running[pid] = query
+        self._selector.register(query.connection, selectors.EVENT_READ, pid)
         return True
+
+    def _cancel(self, pid: int) -> None:
+        """End the process of a query whose connection was closed: nobody waits for its rows."""
+        self._selector.unregister(self._running[pid].connection)
+        os.kill(pid, signal.SIGKILL)  # it is not reaped before this process looks
 
     def _reap(self) -> None:
         """Answer for processes that ended without an answer."""
@@ -209,6 +228,8 @@ class _QueryProcess:
             if not ended:
                 continue
             query = self._running.pop(pid)
+            if query.connection in self._selector.get_map():
+                self._selector.unregister(query.connection)
             if os.WIFSIGNALED(status):
                 self._fail(
                     query,

@@ -65,6 +65,46 @@ class SqlLimits:
 
 
 @dataclass(frozen=True)
+class SqlScope:
+    """What a query may read, if not all views and nothing else."""
+
+    views: frozenset[str] | None = None
+    script: Sequence[str] = ()
+    """Statements that make other tables and functions, for this query alone. They are run as they
+    are: nothing that a user wrote belongs into them.
+    """
+    tables: frozenset[str] = frozenset()
+    """The tables that the script makes, each with its schema."""
+    functions: frozenset[str] = frozenset()
+
+
+_EVERYTHING = SqlScope()
+
+
+class Cancellation:
+    """Ends a query from another thread. It may be used for one query only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.is_cancelled = True
+            if self._connection is not None:
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+
+    def attach(self, connection: socket.socket | None) -> None:
+        """Name the connection of the running query, None when it has ended."""
+        with self._lock:
+            self._connection = connection
+            if self.is_cancelled and connection is not None:
+                raise EOFError("it was cancelled")
+
+
+@dataclass(frozen=True)
 class SqlResult:
     """The rows of a query, and the tick of each view of the store."""
 
@@ -83,6 +123,9 @@ def run_query(
     *,
     limits: SqlLimits,
     ticks: Mapping[str, int] | None = None,
+    scope: SqlScope = _EVERYTHING,
+    cancellation: Cancellation | None = None,
+    only_schema: bool = False,
 ) -> SqlResult:
     """The result of one SELECT over the views of a store, all as of one commit.
 
@@ -92,9 +135,12 @@ def run_query(
         parameters: The values of its `?` placeholders.
         limits: Its limits.
         ticks: Earlier ticks at which views are to be read; the newest commit if omitted.
+        scope: What it may read.
+        cancellation: Ends it.
+        only_schema: Whether only the columns of the result are wanted.
 
     Raises:
-        BadQuery: The query is not allowed, cannot run, or passes a limit.
+        BadQuery: The query is not allowed, cannot run, passes a limit, or was cancelled.
         UnknownView: It reads a view that does not exist.
         ChangesGone: A view cannot be read at its tick any more.
         RetryError: A view is still being loaded.
@@ -114,24 +160,34 @@ def run_query(
             "max_bytes": limits.max_bytes,
             "memory_bytes": limits.memory_bytes,
             "ticks": None if ticks is None else dict(ticks),
+            "views": None if scope.views is None else sorted(scope.views),
+            "script": list(scope.script),
+            "tables": sorted(scope.tables),
+            "functions": sorted(scope.functions),
+            "only_schema": only_schema,
         },
         table_bytes(_parameter_row(parameters)) if parameters else b"",
     )
     process = _process()
+    cancellation = cancellation or Cancellation()
     try:
-        answer = process.ask(message, limits.timeout_s + _GRACE_S)
+        answer = process.ask(message, limits.timeout_s + _GRACE_S, cancellation)
     except (OSError, EOFError):  # it was ended meanwhile; queries change nothing
-        answer = _retry(message, limits, process)
+        if cancellation.is_cancelled:
+            raise BadQuery("The query was cancelled.") from None
+        answer = _retry(message, limits, process, cancellation)
     if "error" in answer.head:
         raise _error(answer.head)
     return SqlResult(table_from_bytes(answer.payload), answer.head["ticks"])
 
 
-def _retry(message: QueryMessage, limits: SqlLimits, failed: _ProcessHandle) -> QueryMessage:
+def _retry(
+    message: QueryMessage, limits: SqlLimits, failed: _ProcessHandle, cancellation: Cancellation
+) -> QueryMessage:
     """Ask again, in another process if the one that failed is being ended."""
     failed.wait_for_end()
     try:
-        return _process().ask(message, limits.timeout_s + _GRACE_S)
+        return _process().ask(message, limits.timeout_s + _GRACE_S, cancellation)
     except TimeoutError:
         raise took_too_long(limits.timeout_s) from None
     except (OSError, EOFError) as error:
@@ -207,15 +263,21 @@ class _ProcessHandle:
     def is_alive(self) -> bool:
         return self.pid == os.getpid() and self._process.poll() is None
 
-    def ask(self, message: QueryMessage, timeout_s: float) -> QueryMessage:
+    def ask(
+        self, message: QueryMessage, timeout_s: float, cancellation: Cancellation
+    ) -> QueryMessage:
         """Send a query and wait for its answer. TimeoutError, OSError or EOFError if none comes."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, self._lock:
                 socket.send_fds(self._control, [b"q"], [theirs.fileno()])
             ours.settimeout(timeout_s + _START_S)
-            write_message(ours, message)
-            return read_message(ours)
+            cancellation.attach(ours)
+            try:
+                write_message(ours, message)
+                return read_message(ours)
+            finally:
+                cancellation.attach(None)
 
     def wait_for_end(self) -> None:
         """Wait a moment for a process that was killed: it may still look alive."""

@@ -34,6 +34,7 @@ _EXPRESSIONS = frozenset(
         "LAMBDA_REF",
         "OPERATOR",
         "PARAMETER",
+        "POSITIONAL_REFERENCE",  # of a subquery's column, as in ARRAY(SELECT n FROM counts)
         "STAR",
         "SUBQUERY",
     }
@@ -102,12 +103,20 @@ reads a file, a setting or the catalogue, sleeps, or is random.
 """
 
 
-def check_statement(parsed: Mapping[str, Any], views: Collection[str]) -> None:
+def check_statement(
+    parsed: Mapping[str, Any],
+    views: Collection[str],
+    *,
+    tables: Collection[str] = (),
+    functions: Collection[str] = (),
+) -> None:
     """Refuse a parsed query that is not exactly one SELECT over views.
 
     Args:
         parsed: What DuckDB's `json_serialize_sql` gives for the query.
         views: The names of the views that it may read.
+        tables: The names of other tables that it may read, each with its schema.
+        functions: The names of other functions that it may call.
 
     Raises:
         BadQuery: The query does not parse, or has something that is not allowed.
@@ -129,15 +138,19 @@ def check_statement(parsed: Mapping[str, Any], views: Collection[str]) -> None:
         raise BadQuery("There is no query.", fix="write a SELECT over the views.")
     if len(statements) > 1:
         raise BadQuery(f"There are {len(statements)} statements.", fix="send one SELECT at a time.")
-    checker = _Checker(views)
+    checker = _Checker(views, frozenset(tables), FUNCTIONS | frozenset(functions))
     checker.query(statements[0]["node"], frozenset())
 
 
 class _Checker:
     """Walks the tree of one query. `ctes` are the names of `WITH` that are visible at a node."""
 
-    def __init__(self, views: Collection[str]) -> None:
+    def __init__(
+        self, views: Collection[str], tables: frozenset[str], functions: frozenset[str]
+    ) -> None:
         self._views = views
+        self._tables = tables
+        self._functions = functions
         self._view_names = {name.lower() for name in views}
 
     def query(self, node: Any, ctes: frozenset[str]) -> None:
@@ -188,6 +201,8 @@ class _Checker:
             path = ".".join(
                 part for part in (node["catalog_name"], node["schema_name"], name) if part
             )
+            if path in self._tables:
+                return
             if path.lower() in self._view_names:
                 raise BadQuery(
                     f"The view {path} has a dot in its name.",
@@ -227,7 +242,7 @@ class _Checker:
         if kind in {"FUNCTION", "WINDOW"}:
             if node["schema"] not in {"", "main"} or node["catalog"]:  # [1] is main.list_value(1)
                 raise _no_function(f"{node['schema']}.{node['function_name']}")
-            if node["function_name"].lower() not in FUNCTIONS:
+            if node["function_name"].lower() not in self._functions:
                 raise _no_function(node["function_name"])
         elif kind not in _EXPRESSIONS:
             raise _not_allowed(kind)

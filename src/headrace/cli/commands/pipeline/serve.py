@@ -47,24 +47,75 @@ def serve(
     ] = PORT,
     token_file: TokenOption = None,
     log: LogOption = None,
+    postgres: Annotated[
+        int | None,
+        typer.Option(
+            "--postgres",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve the views by Postgres's protocol too, at this port; 0 is any free one.",
+        ),
+    ] = None,
+    roles: Annotated[
+        Path | None,
+        typer.Option(
+            "--roles",
+            metavar="FILE",
+            help="With --postgres: who may connect, and which views they see (TOML).",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="With --postgres: a certificate (PEM)."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key (PEM).")
+    ] = None,
+    require_tls: Annotated[
+        bool, typer.Option("--require-tls", help="With --postgres: refuse clients without TLS.")
+    ] = False,
 ) -> None:
     """Serve the views of a pipeline over HTTP, until Ctrl-C: rows, SQL, and changes as they happen.
-    With a log, its topics too.
+    With a log, its topics too; with --postgres, for psql and every other client of Postgres's.
 
-    Example: headrace serve shop.state --log file:data
+    Example: headrace serve shop.state --log file:data --postgres 5432
     """
+    from headrace.errors import ConfigurationError
     from headrace.http.access import find_token
+    from headrace.serve.postgres.listener import PostgresOptions
     from headrace.serve.server import start
 
+    options = None
+    if postgres is not None:
+        options = PostgresOptions(
+            port=postgres,
+            host=host,
+            roles=roles,
+            tls_certificate=tls_cert,
+            tls_key=tls_key,
+            requires_tls=require_tls,
+        )
+    elif roles or tls_cert or tls_key or require_tls:
+        raise ConfigurationError(
+            "--roles and the options for TLS are of Postgres's protocol.",
+            fix="add --postgres PORT.",
+        )
     with open_stores(state) as stores:
         stores.store()  # refuse a directory without views: it is more likely misspelt than new
     with (
         stop_signals("Stopping.") as stop,
         start(
-            state, find_log_address(context, log), port, host=host, token=find_token(token_file)
+            state,
+            find_log_address(context, log),
+            port,
+            host=host,
+            token=find_token(token_file),
+            postgres=options,
         ) as server,
     ):
-        echo(f"Serving the views of {state} at {server.address}. Ctrl-C ends it.")
+        also = f" and {server.postgres_address}" if options is not None else ""
+        echo(f"Serving the views of {state} at {server.address}{also}. Ctrl-C ends it.")
         sys.stdout.flush()
         stop.wait()
 
