@@ -1,4 +1,5 @@
-"""SQL: how long a file of 200 statements takes to compile, from its text to the plan.
+"""SQL: how long a file of 200 statements takes to compile, from its text to the plan; and rows by
+key over Postgres's protocol, against a real Postgres.
 
 At run time there is nothing to measure: the plan is that of the Python spelling
 (`tests/sql/test_nexmark.py`).
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import headrace as hr
+from benchmarks.postgres_selects import point_selects
 from benchmarks.report import Result, seconds, within
 
 STATEMENTS = 200
@@ -76,3 +78,4 @@ def results() -> Iterator[Result]:
         limit=2.0,
         params={"statements": STATEMENTS, "characters": len(text)},
     )
+    yield from point_selects()
