@@ -31,7 +31,11 @@ _NEEDS_SPARK = "needs-spark"
 
 
 STATE_KEYS, STATE_BYTES = ".state_keys", ".state_bytes"
-"""How the counts end whose sum over all batches is the size of a step's state."""
+"""How the counts end whose sum over all batches is the size of a step's state.
+
+The size at a tick is no result: it depends on how ticks were batched. Kernels drop rows that no
+result needs any more many at a time, and the keys of a batch share entries for their timers.
+"""
 
 
 class JobFiles(Protocol):

@@ -303,6 +303,29 @@ def test_state_is_empty_once_the_watermarks_have_passed(how: str) -> None:
     assert state.values == {}
 
 
+@hows
+def test_what_is_of_no_more_use_goes_with_others_after_small_batches_only(how: str) -> None:
+    """Both rows match nothing new from 86 on. Stored, they go at the next multiple of 10, a 16th of
+    the window; a batch in which they come and are passed does not store them.
+    """
+    rows: Ticks = [[{"k": 1, "time": 5, "number": 0}], [], []]
+    others: Ticks = [[{"k": 1, "time": 5, "number": 1}], [], []]
+
+    def lived(horizons: list[int], cuts: list[int]) -> tuple[list[Row], MemoryState]:
+        passed = Track(horizons, horizons)
+        ticks = len(horizons)
+        drive = Drive(histories((rows[:ticks], others[:ticks])), (passed, passed))
+        return drive.run(lambda: join(how, 80, 80), cuts)
+
+    (together, one_batch), (apart, two_batches) = lived([0, 86], []), lived([0, 86], [1])
+    assert together == apart
+    assert len(together) == 1
+    assert one_batch.values == {}
+    assert two_batches.values != {}
+    _, later = lived([0, 86, 90], [1, 2])
+    assert later.values == {}
+
+
 def test_emitted_exactly_when_the_other_side_s_watermark_has_passed_all_it_could_match() -> None:
     rows: Ticks = [[{"k": 1, "time": 5, "number": 0}], [], [], []]
     watermarks = Track([9, 9, 9, 9], [9, 9, 9, 9])

@@ -10,7 +10,7 @@ Example: `how="left"`, before 5 s, after 0 s; both inputs have the key "a".
     tick 3   left row L2 at 30 s              state: left L1, L2; right R1
     tick 4   right watermark passes 30 s      emits (L2, null), tick 4, and drops L2
     tick 5   right horizon passes 10 s        drops L1: no right row can match it any more
-             left horizon passes 13 s         drops R1
+             left horizon passes 13 s         drops R1 (both at the next of 16 times per 5 s)
 
 A pair is emitted in the tick in which the later of its rows arrives. An outer join also emits each
 row that matched nothing, once: at the end of the tick in which the watermark of the other side
@@ -73,6 +73,10 @@ MATCHED = np.uint8(1)
 _DROP_TIMES = 16
 """Rows are dropped at this many times within the width of the join's window: keys that share a time
 share a timer list.
+
+So a stored row outlives its use by up to 1/16 of the width, while one that arrives and is passed in
+the same batch is never stored. Which rows of no more use are stored at a tick depends on the
+batches. No result does: what such a row could match is late.
 """
 
 
