@@ -24,6 +24,7 @@ from headrace.errors import (
     ConfigurationError,
     DuplicateStep,
     FencedError,
+    InputError,
     NoFingerprint,
     PlanError,
     StreamOnly,
@@ -71,17 +72,23 @@ class Doubler:
         return {"double": 2 * row["n"]}
 
 
-def declared(function: Any, *, name: str = "numbers", **settings: Any) -> hr.Pipeline:
-    """A pipeline that asks about each number, writes the answers, and counts them in windows."""
-    pipeline = hr.Pipeline(name)
+def answers_of(
+    pipeline: hr.Pipeline, function: Any, *, topic: str = "numbers", **settings: Any
+) -> hr.Stream:
     rows = pipeline.topic(
-        name,
+        topic,
         schema="n BIGINT NOT NULL, kind STRING, at TIMESTAMP",
         key="kind",
         event_time="at",
     )
     call = {"schema": "double BIGINT", "version": "1", "name": "doubled", **settings}
-    answered = rows.call(function, **call)
+    return rows.call(function, **call)
+
+
+def declared(function: Any, *, name: str = "numbers", **settings: Any) -> hr.Pipeline:
+    """A pipeline that asks about each number, writes the answers, and counts them in windows."""
+    pipeline = hr.Pipeline(name)
+    answered = answers_of(pipeline, function, topic=name, **settings)
     pipeline.write("answered" if name == "numbers" else f"{name}.answered", answered)
     windows = answered.window(hr.tumbling("1 minute")).aggregate(
         rows=hr.agg.count(), total=hr.agg.sum("double")
@@ -115,6 +122,18 @@ def test_rows_get_their_answers_in_a_later_tick(tmp_path: Path) -> None:
         test.settle()
         assert values(test) == [(n, 2 * n) for n in range(10)]
         assert sorted(asked.asked) == list(range(10))
+
+
+def test_a_preview_shows_recorded_answers_and_calls_nobody(tmp_path: Path) -> None:
+    asked = Doubler()
+    with PipelineTest(declared(asked), tmp_path) as test:
+        with pytest.raises(InputError, match="asks nobody"):
+            answers_of(hr.Pipeline("other"), asked).preview(5, log=test.log.address)
+        test.feed("numbers", numbers(10))
+        test.settle()
+        shown = answers_of(hr.Pipeline("numbers"), asked).preview(20, log=test.log.address)
+        assert sorted((row["n"], row["double"]) for row in shown.to_pylist()) == values(test)
+        assert len(asked.asked) == 10
 
 
 def test_a_replay_gives_the_same_rows_and_calls_nobody(tmp_path: Path) -> None:

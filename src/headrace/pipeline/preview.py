@@ -36,6 +36,7 @@ from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.relation import Relation
 from headrace.pipeline.view import html_table
+from headrace.plan.answer_steps import AnswersStep
 from headrace.plan.names import with_names
 from headrace.plan.plan import (
     Output,
@@ -135,6 +136,11 @@ def preview(
     if given.keys() != set(topics):
         with open_log(address_of(declared.pipeline, log), create=False) as opened:
             for step in inputs:
+                if isinstance(step, AnswersStep) and step.topic not in opened.topics():
+                    raise InputError(
+                        f"{step.path} has no recorded answers yet, and a preview asks nobody.",
+                        fix="run the pipeline first, or preview the stream before the call.",
+                    )
                 if step.topic not in given:
                     read[step.topic] = _newest_rows(opened, step, of)
     plan = _plan_of(declared)
@@ -162,7 +168,7 @@ def _newest_rows(log: Log, step: TopicStep, count: int) -> _Newest:
     changes = [CHANGE_TYPE] if log.topic(step.topic).is_table else []
     starts, ends = log.start_offsets(step.topic), log.end_offsets(step.topic)
     share = -(-count // len(ends))
-    stored = step.stored_schema.names
+    stored = step.created_schema.names  # of recorded answers more than the plan uses
     names = [*stored, *changes, PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN]
     parts = [
         log.read(
