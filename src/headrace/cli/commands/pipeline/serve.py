@@ -77,7 +77,9 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the views of a pipeline over HTTP, until Ctrl-C: rows, SQL, and changes as they happen.
-    With a log, its topics too; with --postgres, for psql and every other client of Postgres's.
+    With a log, its topics too.
+
+    With --postgres, also for psql and every other client of Postgres's.
 
     Example: headrace serve shop.state --log file:data --postgres 5432
     """
