@@ -736,8 +736,8 @@ class PostgresConnection(asyncio.Protocol):
         if portal.prepared.statement.is_empty:
             self._send(messages.EMPTY_QUERY)
             return
-        if portal.outcome is None and self._answers_key_portal(portal):
-            pass
+        if portal.outcome is None:
+            self._answers_key_portal(portal)
         if isinstance(portal.outcome, Fetched) and portal.key_query is not None and portal.at == 0:
             portal.at = 1
             rows = portal.outcome.messages

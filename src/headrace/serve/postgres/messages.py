@@ -77,11 +77,6 @@ class MessageReader:
         self._at += length
         return part
 
-    def rest(self) -> bytes:
-        part = self._content[self._at :]
-        self._at = len(self._content)
-        return part
-
     def end(self) -> None:
         if self._at != len(self._content):
             raise ProtocolError("a message is longer than what it contains")
@@ -218,10 +213,6 @@ def data_row(values: Sequence[bytes | None]) -> bytes:
 def copy_out(columns: int) -> bytes:
     """The beginning of COPY … TO STDOUT in text."""
     return message(b"H", struct.pack(">bh", 0, columns) + b"\0\0" * columns)
-
-
-def copy_data(content: bytes) -> bytes:
-    return message(b"d", content)
 
 
 def error_response(

@@ -56,8 +56,8 @@ class ScramVerifier:
     server_key: bytes
 
     @classmethod
-    def of_password(cls, password: str, salt: bytes | None = None) -> ScramVerifier:
-        salt = salt or os.urandom(16)
+    def of_password(cls, password: str) -> ScramVerifier:
+        salt = os.urandom(16)
         salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
         client_key = hmac.digest(salted, b"Client Key", "sha256")
         return cls(
